@@ -1,0 +1,1 @@
+"""The story of one request, from its head to its end."""
